@@ -25,9 +25,10 @@ Connect = Callable[..., Any]
 
 
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
+async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     name = uuid4().hex
     options: dict[str, Any] = {"continuity": ("orders",), "backlog_queue_count": 1, "failover_interval": 0}
+    options |= getattr(request, "param", {})
     async with Pair.connect(f"memory://a-{name}", f"memory://b-{name}", control_interval=0, **options) as made:
         await made.primary.admin.create(Entity("orders"))
         yield made
@@ -124,6 +125,45 @@ async def test_an_iterator_goes_on_and_releases_what_it_has_not_given(pair: Pair
     with pytest.raises(TimeoutError):
         await anext(brief)
     assert await left(pair) == (0, 0, 0)
+
+
+async def close_connection(pair: Pair, queue: RobustQueue) -> None:
+    await queue.channel._connection.close()  # type: ignore[attr-defined]
+
+
+async def close_channel(pair: Pair, queue: RobustQueue) -> None:
+    await queue.channel.end_consuming()  # type: ignore[attr-defined]  # all that a channel never opened can do
+
+
+async def close_pair(pair: Pair, queue: RobustQueue) -> None:
+    await pair.close()
+
+
+@pytest.mark.parametrize("close", [close_connection, close_channel, close_pair])
+async def test_an_iterator_ends_with_what_it_reads_through(pair: Pair, queue: RobustQueue, close: Connect) -> None:
+    iterator = queue.iterator()
+
+    async def read() -> list[bytes]:
+        async with iterator:
+            return [message.body async for message in iterator]
+
+    reading = asyncio.create_task(read())
+    await until(lambda: iterator.consumer_tag)
+    await close(pair, queue)
+    async with asyncio.timeout(60):
+        assert await reading == []
+
+
+@pytest.mark.parametrize("pair", [{"enable_syphon": True}], indirect=True)
+async def test_an_iterator_of_a_faulted_pair_raises(pair: Pair, queue: RobustQueue) -> None:
+    iterator = queue.iterator()
+    reading = asyncio.create_task(anext(iterator))
+    await until(lambda: iterator.consumer_tag)
+    await pair.primary.fault(RuntimeError("certificate revoked"))
+    async with asyncio.timeout(60):
+        with pytest.raises(ChannelInvalidStateError, match="certificate revoked"):
+            await reading
+        await iterator.close()
 
 
 async def test_locks_are_renewed_until_the_channel_closes(

@@ -20,7 +20,7 @@ from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
 from pamqp.header import ContentHeader
 
-from pairmq import Pair, PairConsumer, PairDelivery, PairMQError
+from pairmq import Pair, PairClosed, PairConsumer, PairDelivery, PairMQError
 from pairmq.transport import start_task
 from pairmq_rabbitmq import _codec
 
@@ -52,12 +52,15 @@ class Consumption:
         self._numbers = count(1)
         self._held: dict[int, PairDelivery] = {}
         self._running: set[asyncio.Task[Any]] = set()
-        self.consumer: PairConsumer = pair.consumer(queue, self._received, prefetch=prefetch)
+        self.ended: asyncio.Future[Exception | None] = asyncio.get_running_loop().create_future()
+        """Done once it has stopped reading, with the reason where it was not closed."""
+        self.consumer: PairConsumer = pair.consumer(queue, self._received, prefetch=prefetch, on_end=self._end)
         """What reads for it."""
 
     async def close(self) -> None:
         """Stop reading, and release what is not settled."""
         self.is_closed = True
+        self._end(None)
         self._held.clear()
         await self.consumer.close()
 
@@ -87,6 +90,10 @@ class Consumption:
                 await how(self._held.pop(each))
             except PairMQError as error:
                 raise ChannelInvalidStateError(f"the message is redelivered: {error}") from error
+
+    def _end(self, error: Exception | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(error)
 
     def _received(self, delivery: PairDelivery) -> None:
         number = next(self._numbers)
@@ -150,32 +157,54 @@ class PairedQueue(RobustQueue):
 
 
 class PairedQueueIterator(RobustQueueIterator):
-    """An iterator that does not wait for the primary: the pair reads on without it."""
+    """An iterator that does not wait for the primary: the pair reads on without it.
+
+    It ends with its channel or the pair, and raises `ChannelInvalidStateError` where the pair has faulted.
+    """
+
+    _consumption: Consumption | None = None  # none of an exclusive consumer, which is aio-pika's
 
     async def consume(self) -> None:
         await QueueIterator.consume(self)
+        self._consumption = cast(Any, self._amqp_queue.channel).consumptions.get(self.consumer_tag)
+        if self._consumption is not None:
+            self._consumption.ended.add_done_callback(lambda _: self._message_or_closed.set())
 
     async def __anext__(self) -> AbstractIncomingMessage:
         if not hasattr(self, "_consumer_tag"):
             await self.consume()
         try:
             async with asyncio.timeout(self._consume_kwargs.get("timeout")):
-                while self._queue.empty():
+                while not self._has_ended() and self._queue.empty():
                     self._message_or_closed.clear()
-                    if self._closed.done():
-                        raise StopAsyncIteration
                     await self._message_or_closed.wait()
         except (TimeoutError, asyncio.CancelledError):
             await asyncio.shield(self.close())
             raise
+        if self._has_ended():
+            raise StopAsyncIteration
         return cast(AbstractIncomingMessage, self._queue.get_nowait())
+
+    def _has_ended(self) -> bool:
+        """Whether no message follows. Raises `ChannelInvalidStateError`."""
+        ended = None if self._consumption is None else self._consumption.ended
+        if ended is None or not ended.done():
+            return self._closed.done()
+        error = ended.result()
+        if error is not None and not isinstance(error, PairClosed):
+            raise ChannelInvalidStateError(f"{self} has stopped reading: {error}") from error
+        return True
 
     async def close(self) -> None:
         """Stop consuming, and release what was not given. Idempotent."""
-        tag = self.consumer_tag
+        consumption, tag = self._consumption, self.consumer_tag
+        if consumption is None:
+            await super().close()
+            return
         if tag is not None:
             del self._consumer_tag
-            await self._amqp_queue.cancel(tag)
+            if not consumption.ended.done():  # else aio-pika would wait for a connection to cancel it
+                await self._amqp_queue.cancel(tag)
             while not self._queue.empty():
                 with contextlib.suppress(Exception):
                     await self._queue.get_nowait().nack(requeue=True)
