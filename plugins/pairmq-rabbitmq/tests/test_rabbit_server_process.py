@@ -157,6 +157,21 @@ def test_foreign_settings_reach_it_not_and_close_leaves_nothing(monkeypatch):
         server.erl("node()")
 
 
+def test_queues_are_counted_while_they_are_made(rabbit, connect):
+    channel = connect(rabbit.url).channel()
+    names = [f"made-{number}" for number in range(60)]
+
+    def make() -> None:
+        for name in names:
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+
+    with ThreadPoolExecutor(1) as executor:
+        made = executor.submit(make)
+        while not made.done():
+            assert set(rabbit.queues().values()) <= {(0, 0)}
+    assert sorted(rabbit.queues()) == sorted(names)
+
+
 @pytest.mark.long  # as the conformance suite asks of every broker
 def test_confirmed_data_outlives_kill_and_restart(rabbit, connect):
     channel = connect(rabbit.url).channel()

@@ -94,12 +94,16 @@ class Operator(abc.ABC):
         """Count the messages, asking each queue now: name to (ready, delivered and not acknowledged)."""
         found = self._json(
             f"true = rabbit_vhost:exists({binary(vhost)}),"
-            " [begin [R, U] = case amqqueue:get_type(Q) of"
-            # What the server itself reports about a quorum queue is some seconds old: its leader knows.
-            " rabbit_quorum_queue -> Id = amqqueue:get_pid(Q), {ok, {_, O}, _} ="
+            " Overview = fun Ask(Id, Left) -> case"
             " try ra:leader_query(Id, fun rabbit_fifo:overview/1, 60000)"
             # From 4.3 on it accepts a function by its name only.
-            " catch error:function_clause -> ra:leader_query(Id, {rabbit_fifo, overview, []}, 60000) end,"
+            " catch error:function_clause -> ra:leader_query(Id, {rabbit_fifo, overview, []}, 60000) end"
+            " of {ok, {_, O}, _} -> O;"
+            # A new queue has no process yet, or an older state until its leader has begun.
+            " {error, _} when Left > 0 -> timer:sleep(50), Ask(Id, Left - 1) end end,"
+            " [begin [R, U] = case amqqueue:get_type(Q) of"
+            # What the server itself reports about a quorum queue is some seconds old: its leader knows.
+            " rabbit_quorum_queue -> O = Overview(amqqueue:get_pid(Q), 100),"
             " [maps:get(K, O) || K <- [num_ready_messages, num_checked_out]];"
             " _ -> [N || {_, N} <- rabbit_amqqueue:info(Q, [messages_ready, messages_unacknowledged])] end,"
             " [element(4, element(2, Q)), R, U] end"
