@@ -277,11 +277,13 @@ def fail_and_tear_down(machine: FailoverMachine) -> None:
 
 def test_a_coroutine_that_waits_for_nothing_is_said_to_hang():
     machine = SyphonInside()
-    with pytest.raises(BrokenPromise, match=r"Event\.wait hangs"):
+    machine.broker_fails(broker="secondary", how="stops", seconds=None)
+    with pytest.raises(BrokenPromise, match=r"Event\.wait hangs") as caught:
         try:
             machine.run(asyncio.Event().wait())
         finally:
             machine.teardown()
+    assert "the secondary stops" in str(caught.value), "what struck the world belongs to the story"
 
 
 def test_a_background_task_dies_with_its_process():

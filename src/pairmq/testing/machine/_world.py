@@ -352,7 +352,7 @@ class World:
         try:
             return self._loop.run(self._in_time(task))
         except DeadlockError:
-            raise BrokenPromise(f"{_name(task)} hangs: every task waits, and no timer is set") from None
+            raise self.broken(f"{_name(task)} hangs: every task waits, and no timer is set", ()) from None
 
     def begin(self, coroutine: Coroutine[Any, Any, T], owner: Process | None) -> asyncio.Task[T]:
         """Start a coroutine; it goes on whenever time passes, and dies with its process."""
@@ -370,7 +370,7 @@ class World:
     async def _in_time(self, task: asyncio.Task[T]) -> T:
         await asyncio.wait((task,), timeout=self._patience)
         if not task.done():
-            raise BrokenPromise(f"{_name(task)} hangs: it has not ended within {self._patience:g} virtual seconds")
+            raise self.broken(f"{_name(task)} hangs: it has not ended within {self._patience:g} virtual seconds", ())
         return task.result()
 
     # Processes.
@@ -418,7 +418,7 @@ class World:
         self.wait_for(process.pair.close(), process)
         over = self.now - before - process.pair.options.close_grace - process.pair.options.attempt_timeout
         if over > _EXACT:
-            raise BrokenPromise(f"closing the pair took {over:.3f} s more than its grace and one attempt")
+            raise self.broken(f"closing the pair took {over:.3f} s more than its grace and one attempt", ())
 
     # The end.
 
@@ -450,7 +450,7 @@ class World:
             self._close(process)
             left = [task for task in self._loop.tasks_of(process) if not task.done()]
             if left:
-                raise BrokenPromise(f"{process.name} has ended and left {left[0]!r} behind")
+                raise self.broken(f"{process.name} has ended and left {left[0]!r} behind", ())
 
     def broken(self, text: str, keys: Iterable[Key]) -> BrokenPromise:
         """The exception for a problem, with the story of some messages."""
