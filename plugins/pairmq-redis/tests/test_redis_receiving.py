@@ -383,6 +383,12 @@ async def test_a_bare_read_asks_for_no_more_than_fit_if_all_are_as_large_as_the_
     assert len(await receiver.receive(3, 0)) == 3
     assert (receiver._plain(80), receiver._plain(100)) == (79, 0)  # type: ignore[attr-defined]
 
+    receiver.read_ahead(0)
+    await transport.sender(queue).send(message(b"x" * 1_000_000))
+    assert len(await receiver.receive(3, 0)) == 1
+    receiver.read_ahead(1000)
+    assert (receiver._plain(8), receiver._plain(80)) == (7, 0)  # type: ignore[attr-defined]
+
 
 @pytest.fixture
 async def patient(url: str, transport: Transport) -> AsyncIterator[Transport]:

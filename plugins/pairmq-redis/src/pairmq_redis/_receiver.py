@@ -183,8 +183,7 @@ class RedisReceiver(Receiver):
         self._prune()
         entries += await self._unexpired(read, now_ms)
         deliveries = await self._deliver(entries, now_ms)
-        if self._ahead:
-            self._largest = max([len(delivery.message.body) or 1 for delivery in deliveries], default=0)
+        self._largest = max([len(delivery.message.body) or 1 for delivery in deliveries], default=0)
         return deliveries, now_ms
 
     def _read(self, count: int, *options: bytes) -> Command:
