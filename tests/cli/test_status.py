@@ -246,6 +246,18 @@ def test_the_doctor_tries_an_existing_queue_where_a_user_may_not_create_one(
     assert (counts.active, counts.locked) == (1, 0)
 
 
+def test_the_doctor_warns_of_a_hold_that_may_be_forgotten(cli, brokers) -> None:
+    cli("send", "-e", "q", "--create", *brokers, stdin=b"")
+    assert "held entities" not in cli("doctor", *brokers).out
+    assert cli("switch", "hold", "q", "--timeout", "0", *brokers).status == 0
+    ended = cli("doctor", *brokers)
+    assert ended.status == 0
+    assert "warn  held entities: q has been held for " in ended.out
+    assert "`pairmq switch resume q` ends that" in ended.out
+    cli("switch", "resume", "q", "--timeout", "0", *brokers)
+    assert "held entities" not in cli("doctor", *brokers).out
+
+
 def test_the_doctor_does_not_start_a_broker_that_refuses_its_user(cli, monkeypatch, brokers) -> None:
     forbid(monkeypatch, brokers[3], "check")
     ended = cli("doctor", *brokers)

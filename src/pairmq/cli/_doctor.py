@@ -9,7 +9,9 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import stat
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -35,15 +37,24 @@ from pairmq.cli._common import (
 from pairmq.cli._output import FAIL, OK, WARN, put_json, say
 from pairmq.cli._signals import Stop, run_async
 from pairmq.cli._status import BrokerLook, see_broker
-from pairmq.cli._values import grouped, plural, printable, without_secrets
+from pairmq.cli._values import grouped, plural, printable, short_duration, without_secrets
 from pairmq.core import Diversion, PairOptions, backlog_queue_name, divert
 from pairmq.core.rotation import unfit
-from pairmq.model import ConfigurationError, Entity, FailureKind, FailureReason, Message, Source, TransportError
-from pairmq.pair import Settings, check_available, misspelt_variables, transports_at
+from pairmq.model import (
+    ConfigurationError,
+    Entity,
+    EntityKind,
+    FailureKind,
+    FailureReason,
+    Message,
+    Source,
+    TransportError,
+)
+from pairmq.pair import Settings, SwitchAction, check_available, misspelt_variables, transports_at
 from pairmq.pipeline import PipelineUnavailable
 from pairmq.pipeline.session import check_java, check_packages
 from pairmq.plugins import registry
-from pairmq.runner import Agreement, backlog_properties, find_agreement
+from pairmq.runner import Agreement, SwitchWriter, backlog_properties, find_agreement
 from pairmq.transport import ConfirmRisk, Transport, counts_of
 
 EPILOG = examples("pairmq doctor --config pair.toml", "pairmq doctor --json")
@@ -158,6 +169,8 @@ async def all_checks(pair: PairArguments) -> AsyncIterator[Finding]:
         if reachable["secondary"]:
             agreement = await find_agreement(primary.endpoint, secondary, settings.options, limit, everywhere=True)
             for finding in _agreement(agreement):
+                yield finding
+            async for finding in _held(primary, secondary, limit):
                 yield finding
             async for finding in _queues(primary, secondary, settings.options, limit, agreement):
                 yield finding
@@ -480,6 +493,24 @@ async def _tried(
         await receiver.close()
         await sender.close()
     return None
+
+
+async def _held(primary: Transport, secondary: Transport, limit: float) -> AsyncIterator[Finding]:
+    """What operators hold: a hold that was forgotten diverts for good, and everything else looks well (SPEC 13.4)."""
+    try:
+        found = await SwitchWriter(primary.endpoint, secondary, limit).status()
+    except (TransportError, ConfigurationError) as error:
+        yield _warn("held entities", f"could not be read: {error}", "run `pairmq switch status`")
+        return
+    for entity, decision in found.decisions:
+        if decision.action is SwitchAction.HOLD:
+            age = short_duration(max(0.0, time.time() - decision.at))
+            kind = " --kind topic" if entity.kind is EntityKind.TOPIC else ""
+            yield _warn(
+                "held entities",
+                f"{entity} has been held for {age}, by {decision.host}, process {decision.pid}: its sends are diverted",
+                f"`pairmq switch resume {shlex.quote(entity.path)}{kind}` ends that",
+            )
 
 
 async def _outbox(
