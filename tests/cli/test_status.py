@@ -246,10 +246,14 @@ def test_the_doctor_tries_an_existing_queue_where_a_user_may_not_create_one(
     assert (counts.active, counts.locked) == (1, 0)
 
 
-def test_the_doctor_warns_of_a_hold_that_may_be_forgotten(cli, brokers) -> None:
+def test_a_hold_that_may_be_forgotten_is_named_by_doctor_and_send(cli, brokers) -> None:
     cli("send", "-e", "q", "--create", *brokers, stdin=b"")
     assert "held entities" not in cli("doctor", *brokers).out
     assert cli("switch", "hold", "q", "--timeout", "0", *brokers).status == 0
+    assert (
+        "    as an operator holds q: 'pairmq switch status' shows who"
+        in cli("send", "-e", "q", *brokers, stdin=b"1").err
+    )
     ended = cli("doctor", *brokers)
     assert ended.status == 0
     assert "warn  held entities: q has been held for " in ended.out

@@ -60,7 +60,7 @@ from pairmq.model import (
     SendUnknown,
     TransportError,
 )
-from pairmq.model.events import AttemptFailed, Event, StateChanged
+from pairmq.model.events import AttemptFailed, Cause, Event, StateChanged
 
 if TYPE_CHECKING:
     from pairmq.pair import Pair, PairSender
@@ -354,6 +354,7 @@ class SendJob:
         self._ended = False
         self._last_result = 0.0
         self._why: str | None = None  # sends were diverted
+        self._held = False
         self._unsubscribe: Callable[[], None] = lambda: None
         self._counts = dict.fromkeys(("primary", "backlog", "refused", "unknown", "duplicates"), 0)
 
@@ -497,6 +498,7 @@ class SendJob:
     def _on_event(self, event: Event) -> None:
         if not isinstance(event, StateChanged) or event.entity != self.entity:
             return
+        self._held = event.cause is Cause.HELD
         if event.current is EntityState.FAILING or (event.current is EntityState.FAILED_OVER and self._why is None):
             # Why is in the event of an attempt. These cost something for each message: only until one has come.
             self._unsubscribe()
@@ -580,6 +582,8 @@ class SendJob:
         note(f"  by the backlog      {grouped(counts['backlog']):>9}{hint}")
         if counts["backlog"] and self._why is not None:
             note(f"    as the primary failed: {printable(self._why)}")
+        if counts["backlog"] and self._held:
+            note(f"    as an operator holds {self.entity}: 'pairmq switch status' shows who")
         note(f"  refused             {grouped(counts['refused']):>9}")
         note(f"  unknown             {grouped(counts['unknown']):>9}")
         if counts["duplicates"]:
