@@ -322,6 +322,28 @@ def test_short_operations_do_not_hold_up_those_that_are_cut_off_early():
     slow.run(work())
 
 
+def test_operations_that_begin_meanwhile_do_not_hold_up_those_that_are_cut_off_early():
+    slow, count = _Slow(0.0002), 2000
+
+    async def work() -> None:
+        limits = TimeLimits()
+        others: list[asyncio.Task[float]] = []
+
+        async def one() -> float:
+            ended = await slow.until(limits, 20.0)
+            others.extend(asyncio.create_task(limits.run(answer(1000))) for _ in range(3))
+            return ended
+
+        await asyncio.gather(*(slow.until(limits, 10.0) for _ in range(count)))
+        ends = await asyncio.gather(*(one() for _ in range(count)))
+        for other in others:
+            other.cancel()
+        await asyncio.wait(others)
+        assert max(ends) < 20.05
+
+    slow.run(work())
+
+
 def test_limits_are_reached_when_the_end_of_one_takes_longer_than_a_turn_should():
     """As on a machine with ten times the work that it can do: then none was ended, ever."""
     slow = _Slow(0.02)

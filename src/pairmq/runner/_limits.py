@@ -60,6 +60,7 @@ class TimeLimits:
         self._measured_at = 0.0
         self._begins_at = math.inf  # as last planned: from when on operations are cancelled early,
         self._together = -math.inf  # up to this limit
+        self._ahead = [0, 0]  # operations, and waits, that end before that
         self._planned = 0  # of how many that was
         self._plan_again_at = 0.0
         self._last_turn: tuple[float, list[int]] | None = None  # of an unfinished row of turns: its instant, what ended
@@ -94,6 +95,7 @@ class TimeLimits:
     def _look_at(self, first: float) -> float:
         """When to look at the operation with the earliest limit: at that limit, unless thousands are due with it."""
         now = asyncio.get_running_loop().time()
+        plan_at = math.inf
         if now - self._measured_at > _FORGOTTEN:
             self._costs, self._measured = (
                 [0.0, 0.0],
@@ -103,8 +105,9 @@ class TimeLimits:
         elif now >= self._plan_again_at:
             self._plan(now)
         elif first > self._together or self._number - self._planned > _MANY:
-            return min(first, self._plan_again_at)
-        return min(first, self._begins_at) if first <= self._together else first
+            plan_at = self._plan_again_at
+        # Until then the plan that there is holds: what has begun since makes it late, but never wrong.
+        return min(first, plan_at, self._begins_at if first <= self._together else math.inf)
 
     def _plan(self, now: float) -> None:
         """See when to begin, so that each of those that run ends in time although those before it take theirs."""
@@ -116,7 +119,10 @@ class TimeLimits:
             takes = itertools.accumulate(each[limit.kind] for _, _, limit in entries)
             begins = list(map(operator.sub, limits, takes))
             self._begins_at = min(begins)
-            self._together = limits[begins.index(self._begins_at)]
+            last = begins.index(self._begins_at)
+            self._together = limits[last]
+            waits = sum(limit.kind for _, _, limit in entries[: last + 1])
+            self._ahead = [last + 1 - waits, waits]
         self._planned = self._number
         took = asyncio.get_running_loop().time() - now
         self._plan_again_at = now + max(_PLANNED, _SHARE * took)
@@ -245,9 +251,12 @@ class TimeLimits:
         expected = self._takes(ended) / _MARGIN if self._measured else float(sum(ended))
         for kind, count in enumerate(ended):
             if count:
-                known = self._costs[kind]
+                known, planned = self._costs[kind], self._cost(kind)
                 cost = min((self._cost(kind) or 1.0) * (now - began) / expected, 2 * known or _COST)
                 self._costs[kind] = cost if not known else 0.9 * known + 0.1 * cost
+                # As if it had been planned with that, which would take too long to do each time.
+                ahead = min(self._running[kind], self._ahead[kind])
+                self._begins_at += (planned - self._costs[kind]) * _MARGIN * ahead
         self._measured, self._measured_at = self._costs != [0.0, 0.0], now
 
 
