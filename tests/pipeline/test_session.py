@@ -6,6 +6,7 @@ import builtins
 import signal
 import stat
 import subprocess
+import sys
 
 import pytest
 
@@ -113,3 +114,25 @@ def test_a_session_that_is_given_is_left_running_with_its_own_settings(spark):
     finally:
         for name, value in OUR_WAY.items():
             spark.conf.set(name, value)
+
+
+_INTERRUPTED = """
+import os, signal, threading
+from pairmq.pipeline.session import SMALL, session
+
+before = signal.getsignal(signal.SIGINT)
+try:
+    with session(settings=SMALL) as spark:
+        assert signal.getsignal(signal.SIGINT) is before
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        spark._jvm.java.lang.Thread.sleep(60_000)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.spark
+def test_an_interruption_in_a_call_of_java_leaves_no_traceback():
+    made = subprocess.run([sys.executable, "-c", _INTERRUPTED], capture_output=True, text=True, timeout=300)
+    assert (made.returncode, made.stdout) == (0, "interrupted\n")
+    assert "Traceback" not in made.stderr

@@ -5,6 +5,7 @@ A run's jobs are tagged, so that they can be found again and ended from any thre
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
@@ -12,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -171,11 +173,24 @@ def session(
             yield theirs
         return
     check_java()
-    mine = _local({**local_settings(cores or usable_cores()), **(settings or {})}, errors)
+    loggers = [logging.getLogger(name) for name in (None, "py4j.clientserver")]
+    for logger in loggers:
+        logger.addFilter(_is_no_interruption)
     try:
-        yield mine
+        mine = _local({**local_settings(cores or usable_cores()), **(settings or {})}, errors)
+        try:
+            yield mine
+        finally:
+            mine.stop()
     finally:
-        mine.stop()
+        for logger in loggers:
+            logger.removeFilter(_is_no_interruption)
+
+
+def _is_no_interruption(record: logging.LogRecord) -> bool:
+    """Leave out what py4j logs, with a traceback, of Ctrl-C in a call of Java: it raises the interruption as well."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not any(isinstance(each, KeyboardInterrupt) for each in (error, error and error.__context__))
 
 
 def beside(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession | None:
@@ -355,7 +370,12 @@ def _local(settings: Mapping[str, str], errors: IO[bytes] | None = None) -> Spar
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
+    handler = signal.getsignal(signal.SIGINT)
     made = builder.getOrCreate()
+    # PySpark's calls Java in the midst of another call, which fails, and it stays when the session has ended. Those who
+    # wait for jobs cancel them.
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)
     if hasattr(made, "_jsparkSession"):
         # PySpark names these for every column, and would ask Java each time, which looks for a class in all archives.
         for name, members in _ASKED.items():
