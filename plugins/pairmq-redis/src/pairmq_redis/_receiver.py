@@ -53,8 +53,9 @@ _MOST = 10 * MAX_TAKE
 MAX_BLOCKED = 8
 """Most messages that a wait ends with: they arrive in one reply of unknown size, and more can be read at once."""
 
-_MOST_PLAIN = 1000
-"""Most messages of a bare read, whose reply nothing cuts short: some may be larger than those before them."""
+_MOST_PLAIN = 400
+"""Most messages of a bare read, as many as a drain asks for: nothing cuts its reply short, and some may be larger than
+those before them."""
 
 _PLAIN_BYTES = 8 << 20
 """Of the bodies of a bare read, if all are as large as the largest of the last call; as in the script."""

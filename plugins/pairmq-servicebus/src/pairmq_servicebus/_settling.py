@@ -28,7 +28,7 @@ MOST_REASON = 4096
 # What the client asks for, sent back as it was: some servers do, and the client takes it for a refusal.
 _ECHO = "com.microsoft:dead-letter"
 
-_SIDE_BY_SIDE = 100
+_SIDE_BY_SIDE = 1000
 _PER_MESSAGE = 0.2  # s that a job's limit grows with each of its messages
 
 
