@@ -194,7 +194,7 @@ class BacklogQueues:
         if index not in self._checked:
             await self.look(index)
 
-    def trusted(self, index: int, now: float) -> CountedSender | None:
+    def trusted(self, index: int) -> CountedSender | None:
         """The sender to a queue; None if a send is to wait for a look first, as the queue may be another one than at
         the last look, or was unfit.
 
@@ -202,6 +202,7 @@ class BacklogQueues:
         """
         if index in self._unfit:
             return None
+        now = self._clock.now()
         if now - self._looked_at.get(index, -math.inf) >= _TRUSTED:
             if now - self._used_at.get(index, -math.inf) >= _TRUSTED:
                 return None

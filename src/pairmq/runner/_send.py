@@ -429,7 +429,7 @@ class SendProcedure:
             unfit = left = None
             if jobs and choice.rests:
                 unfit = await self._problem(backlog.check(index), until)
-            sender = backlog.trusted(index, now()) if jobs and unfit is None else None
+            sender = backlog.trusted(index) if jobs and unfit is None else None
             if jobs and unfit is None and sender is None:
                 # It does not wait long for what it can't find out: the send itself shows whether the queue works, and
                 # has as much time for that as without the look.
