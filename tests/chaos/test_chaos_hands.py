@@ -99,3 +99,16 @@ def test_a_product_is_known_by_the_scheme_of_its_urls() -> None:
 def test_an_unknown_fault_is_refused(brokers: Callable[[str], ChaosBroker], product: str) -> None:
     with pytest.raises(ValueError, match="flood"):
         brokers(product).apply("flood")
+
+
+def test_a_queue_that_is_busy_when_it_becomes_full_keeps_its_messages() -> None:
+    queue = f'{{ok, Q}} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"{QUEUE.path}">>))'
+    with RabbitServer() as server:
+        broker = RabbitChaos(server)
+        broker.start()
+        asyncio.run(fill(broker.url))
+        server.erl(f"{queue}, sys:suspend(amqqueue:get_pid(Q))")
+        broker.apply("queue-full")
+        server.erl(f"{queue}, sys:resume(amqqueue:get_pid(Q))")
+        broker.cure("queue-full")
+        assert broker.count(QUEUE.path) == 3

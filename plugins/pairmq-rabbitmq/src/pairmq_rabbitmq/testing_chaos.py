@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from pairmq_rabbitmq.testing import RabbitCluster, RabbitServer
 
 _USER, _PASSWORD = "app", "app"
 _POLICY = "pairmq-chaos"
-_CLEAR_POLICY = f'rabbit_policy:delete(<<"/">>, <<"{_POLICY}">>, <<"pairmq">>)'
+_REJECTS = {"overflow": "reject-publish"}
 _SET_LIMIT = (
     f'ok = rabbit_auth_backend_internal:set_user_limits(<<"{_USER}">>, #{{<<"max-connections">> => 0}}, <<"pairmq">>)'
 )
@@ -55,7 +56,7 @@ class RabbitChaos(ServerBroker):
                 "down": (self._go_down, self._come_up),
                 "memory-alarm": (server.block, server.unblock),
                 "refuse-clients": (server.refuse_clients, server.accept_clients),
-                "queue-full": (self._fill_queues, partial(server.erl, _CLEAR_POLICY)),
+                "queue-full": (partial(self._limit_queues, {"max-length": 1}), partial(self._limit_queues, {})),
                 "password": (self._change_password, partial(server.change_password, _USER, _PASSWORD)),
                 "permissions": (
                     partial(server.set_permissions, _USER, write=""),
@@ -70,6 +71,8 @@ class RabbitChaos(ServerBroker):
         """Start it, and create the clients' user."""
         super().start()
         self._server.add_user(_USER, _PASSWORD)
+        # Long before a limit: a busy queue learns of both at once, and drops all messages beyond it.
+        self._limit_queues({})
 
     @property
     def url(self) -> str:
@@ -95,10 +98,8 @@ class RabbitChaos(ServerBroker):
         if self._server.erl("rabbit:is_running()") != "true":
             self._server.come_up()
 
-    def _fill_queues(self) -> None:
-        # One after the other: a queue that gets the limit first drops all messages beyond it.
-        self._server.set_policy(_POLICY, ".*", {"overflow": "reject-publish"})
-        self._server.set_policy(_POLICY, ".*", {"overflow": "reject-publish", "max-length": 1})
+    def _limit_queues(self, limits: Mapping[str, int]) -> None:
+        self._server.set_policy(_POLICY, ".*", {**_REJECTS, **limits})
 
     def _change_password(self) -> None:
         self._server.change_password(_USER, "changed by an operator")
