@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from journal_events import EPOCH, OWN, rows, sent, texts, warned
+from journal_events import EPOCH, OWN, rows, sent, texts, until, warned
 from pairmq.model import Entity, EntityKind, EntityState, events, records
 from pairmq.model.events import Cause, SendOutcome, Settlement, Side
 from pairmq.observe.journal import metadata, read_rows, recover, segments
@@ -190,6 +190,8 @@ def test_a_segment_names_the_others_that_have_made_one_and_are_writing_the_next(
     before = time.time()
     other.on_event(warned("e"))
     assert other.close(30)
+    # A running journal makes its segments beside its events.
+    until(lambda: len({metadata(path)["process"] for path in segments(tmp_path)}) == 2)
     noted = {metadata(path)["process"]: json.loads(metadata(path)["others"]) for path in segments(tmp_path)}
     assert len(noted) == 2
     (named,) = (others for others in noted.values() if others)
