@@ -115,7 +115,7 @@ def _of(
     *,
     read: Callable[[Any], Any] = _same,
 ) -> Kind:
-    """Give the kind of the values of a type; a boolean is no number, although it is one in Python."""
+    """Give the kind of the values of a type; a boolean is not one of the numbers, as it is in Python."""
 
     def checked(value: Any) -> Any:
         if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
