@@ -29,7 +29,7 @@ async def interleaved(contenders: Mapping[str, Contender], rounds: int, *, warm_
     """What each contender measured, once a round; the first round warms up and is not reported."""
     found: Figures = {name: [] for name in contenders}
     for number in range(rounds + warm_up):
-        order = list(contenders) if number % 2 else list(reversed(contenders))
+        order = list(contenders) if number % 2 else list(contenders)[::-1]
         for name in order:
             found[name].append(await contenders[name]())
             print(f"{number}: {name} {found[name][-1]:,.0f}", file=sys.stderr)

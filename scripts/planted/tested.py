@@ -85,8 +85,8 @@ TESTED = (
     Mutant(
         "a send with hardly any time left is let in while thousands end",
         "src/pairmq/core/send.py",
-        "            enters = deadline - now >= lead or",
-        "            enters = deadline >= now or",
+        "            enters = now < _ends(started, deadline, lead) or",
+        "            enters = now <= deadline or",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
@@ -156,14 +156,14 @@ TESTED = (
     Mutant(
         "a send tries no backlog queue while thousands of others end",
         "src/pairmq/core/send.py",
-        "min(lead, (self._deadline - self._started) / 2)",
+        "min(lead, (deadline - started) / 2)",
         "lead",
         tests=_LIMITS_TESTS,
     ),
     Mutant(
         "a closing send waits for one more attempt",
         "src/pairmq/core/send.py",
-        "        if now + wait < self._ends(lead):\n",
+        "        if now + wait < _ends(self._started, self._deadline, lead):\n",
         "        if True:\n",
         tests=("tests/core/test_send.py",),
     ),
@@ -660,6 +660,20 @@ TESTED = (
         "        return bool(self._turns or line.turns)\n",
         "        return bool(self._turns)\n",
         tests=_LINE_TESTS,
+    ),
+    Mutant(
+        "a send in line with hardly any time left is let in while thousands end",
+        "src/pairmq/core/send.py",
+        "            if now < _ends(started, deadline, lead):\n                return turn\n",
+        "            return turn\n",
+        tests=("tests/core/test_send.py", "tests/runner/test_limits.py"),
+    ),
+    Mutant(
+        "a pass of the garbage collector makes the ends of thousands early",
+        _LIMITS,
+        "                few = self._turns[kind] <= _LEAST_OF\n",
+        "                few = False\n",
+        tests=_LIMITS_TESTS,
     ),
     Mutant(
         "thousands of limits that need no end yet are looked at in one turn of the loop",

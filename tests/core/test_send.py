@@ -220,7 +220,7 @@ def test_no_send_waits_in_line_when_failures_are_raised():
 def lined_up(*turns: str, sends: int = TRIALS_AT_ONCE) -> EntityLine[str]:
     line = crowd(sends, 90.0)
     for turn in turns:
-        line.stand(turn)
+        line.stand(turn, 90.0, 103.0)
     return line
 
 
@@ -233,12 +233,12 @@ def ended(line: EntityLine[str]) -> bool:
 
 def test_a_send_that_ends_lets_the_first_in_line_go_on():
     line = lined_up("a", "b")
-    assert (ended(line), line.sends, line.next()) == (True, TRIALS_AT_ONCE - 1, "a")
+    assert (ended(line), line.sends, line.next(100.0, 0.0)) == (True, TRIALS_AT_ONCE - 1, "a")
 
 
 def test_a_send_that_ends_lets_no_one_go_on_when_no_one_waits():
     line = lined_up()
-    assert (ended(line), line.next()) == (False, None)
+    assert (ended(line), line.next(100.0, 0.0)) == (False, None)
 
 
 def test_an_answer_lets_all_in_line_go_on():
@@ -262,7 +262,7 @@ def test_what_hung_at_the_primary_when_the_entity_failed_over_is_counted_until_i
 def test_a_scout_takes_the_place_of_no_other():
     line = lined_up("a")
     assert line.scout()
-    assert line.next() == "a"
+    assert line.next(100.0, 0.0) == "a"
     assert Sending().rules.lets_in(line, 100.0)
 
 
@@ -273,7 +273,30 @@ def test_no_scout_goes_on_when_no_one_waits():
 
 def test_a_turn_that_is_given_up_is_not_in_line_any_more():
     line = lined_up("a", "b")
-    assert [line.leave("a"), line.leave("a"), line.next(), line.leave("b")] == [True, False, "b", False]
+    assert [line.leave("a"), line.leave("a"), line.next(100.0, 0.0), line.leave("b")] == [True, False, "b", False]
+
+
+def test_a_send_in_line_without_the_time_for_an_attempt_waits_for_its_deadline_or_an_answer():
+    line = lined_up("a", "b")  # until 103
+    line.stand("c", 90.0, 110.0)
+    assert (line.next(100.0, 4.0), line.next(100.0, 4.0)) == ("c", None)
+    assert (line.leave("b"), list(line.answered()), list(line.answered())) == (True, ["a"], [])
+
+
+def test_a_send_in_line_has_the_time_for_an_attempt_while_few_are_in_flight():
+    assert lined_up("a").next(102.9, 0.0) == "a"
+
+
+def test_a_send_that_waits_may_begin_an_attempt_in_the_first_half_of_its_time_whatever_others_cost():
+    """As one that did not wait may."""
+    line = lined_up()
+    line.stand("a", 90.0, 111.0)
+    assert line.next(100.0, 1000.0) == "a"
+    admission = waiting(1, 1, 1, deadline=111.0)
+    admission.leave(1)
+    assert let_in(admission, 100.0, lead=1000.0) == [(0, True)]
+    admission.leave(1)
+    assert let_in(admission, 101.0, lead=1000.0) == [(1, False)]
 
 
 # How many are in flight at all.
@@ -285,7 +308,7 @@ def waiting(limit: int, *needs: int, deadline: float = 200.0) -> Admission[int]:
     assert admission.try_enter(limit)
     for turn, messages in enumerate(needs):
         assert not admission.try_enter(messages)
-        admission.stand(turn, messages, deadline)
+        admission.stand(turn, messages, 90.0, deadline)
     return admission
 
 
@@ -331,7 +354,7 @@ def test_some_are_let_in_at_once_and_then_more():
 
 def test_those_with_less_time_left_than_all_ends_take_wait_for_their_deadlines():
     admission = waiting(2, 1, 1, 1, deadline=101.0)
-    admission.stand(3, 2, 200.0)
+    admission.stand(3, 2, 90.0, 200.0)
     admission.leave(2)
     assert let_in(admission, lead=2.0) == [(0, False), (1, False), (2, False), (3, True)]
     assert [admission.give_up(turn) for turn in (0, 0, 3)] == [True, False, False]

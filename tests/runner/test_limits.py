@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pairmq import Message, Route, SendError, SendRefused
+from pairmq import Message, Receipt, Route, SendError, SendRefused
+from pairmq.core.send import TRIALS_AT_ONCE
 from pairmq.model import FailureKind, FailureReason, TransportError
 from pairmq.model.events import AttemptFailed, SendCompleted
 from pairmq.runner import TimeLimits
@@ -322,6 +323,25 @@ def test_short_operations_do_not_hold_up_those_that_are_cut_off_early():
     slow.run(work())
 
 
+def test_a_loop_that_stands_still_while_the_first_ends_are_measured_ends_no_others_too_early():
+    """As in a pass of the garbage collector."""
+    slow, count = _Slow(0.0002), 5000
+
+    async def work() -> None:
+        limits = TimeLimits()
+
+        async def first() -> None:
+            await slow.until(limits, 10.0)
+            slow.pass_by(0.1)
+
+        await asyncio.gather(first(), *(slow.until(limits, 10.0) for _ in range(3 * AT_ONCE)))
+        ends = await asyncio.gather(*(slow.until(limits, 20.0) for _ in range(count)))
+        assert min(ends) > 20 - 1.5 * 0.0002 * count
+        assert max(ends) < 20.05
+
+    slow.run(work())
+
+
 def test_operations_that_begin_meanwhile_do_not_hold_up_those_that_are_cut_off_early():
     slow, count = _Slow(0.0002), 2000
 
@@ -555,6 +575,36 @@ async def test_a_send_that_waits_for_its_turn_is_not_let_in_when_its_time_would_
         w.east.heal()
         w.west.heal()
         await later
+
+
+@in_virtual_time
+async def test_a_send_in_line_ends_at_its_deadline_when_its_time_would_not_suffice_for_an_attempt(world, monkeypatch):
+    """To let it in only for that costs more than its end, and took the processor from those that were due."""
+    async with world(attempt_timeout=50.0, failover_interval=600.0) as w:
+        w.east.fail(Fault.HANG)
+        sender = w.pair.sender("orders")
+
+        def start(count: int, timeout: float) -> list[asyncio.Task[Receipt]]:
+            return [asyncio.create_task(sender.send(Message(b"1"), timeout=timeout)) for _ in range(count)]
+
+        first = start(TRIALS_AT_ONCE, 60)
+        await asyncio.sleep(0.5)
+        soon = start(20, 2.0)
+        await asyncio.sleep(1.2)  # some went on as scouts
+        attempted = w.east.operations["SEND"]
+        monkeypatch.setattr(TimeLimits, "lead", 0.9)  # what it costs to end all that runs
+        first[0].cancel()
+        await asyncio.sleep(0.6)
+        assert w.east.operations["SEND"] == attempted
+        assert not any(task.done() for task in soon)
+        later = start(1, 60)
+        await asyncio.sleep(0.3)
+        assert w.east.operations["SEND"] == attempted + 1
+        assert all(task.done() for task in soon)
+        for task in (*first, *later):
+            task.cancel()
+        await asyncio.wait([*first, *soon, *later])
+        w.east.heal()
 
 
 @in_virtual_time

@@ -343,20 +343,27 @@ class SenderQueues(Protocol):
     lane: int | None
 
 
+def _ends(started: float, deadline: float, lead: float) -> float:
+    """When a send begins no other attempt; early by half of its time at most: both brokers are to have one."""
+    return deadline - min(lead, (deadline - started) / 2)
+
+
 class EntityLine(Generic[T]):
     """The sends to an entity that are in flight, and the line of those that wait while no broker answers (rule 6).
 
     A turn is what its caller waits by. ``sends``: how many are in flight, those in line left out; ``elsewhere``: those
     of them that began before it failed over, whose attempts at the primary say nothing of the secondary, and scouts;
-    ``silent_since``: when the first of them began since the last answer of a broker; ``turns``: of the line.
+    ``silent_since``: when the first of them began since the last answer of a broker; ``turns``: of the line, with
+    when they began and their deadlines; ``late``: of those in it that wait for an answer or their deadline only.
     """
 
-    __slots__ = ("elsewhere", "sends", "silent_since", "turns")
+    __slots__ = ("elsewhere", "late", "sends", "silent_since", "turns")
 
     def __init__(self) -> None:
         self.sends = self.elsewhere = 0
         self.silent_since: float | None = None
-        self.turns: OrderedDict[T, None] | None = None  # most entities never have one
+        self.turns: OrderedDict[T, tuple[float, float]] | None = None  # most entities never have one
+        self.late: dict[T, None] | None = None
 
     def failed_over(self) -> int:
         """Sends go to the secondary from now on; returns how many in line go on, whatever hangs at the primary."""
@@ -366,8 +373,9 @@ class EntityLine(Generic[T]):
     def answered(self) -> Collection[T]:
         """A broker has answered a send, or is known to work: all in line go on, and are returned."""
         self.silent_since = None
-        turns, self.turns = self.turns, None
-        return turns or ()
+        turns = [*(self.late or ()), *(self.turns or ())]
+        self.turns = self.late = None
+        return turns
 
     def scout(self) -> bool:
         """Whether one more goes on, as `SCOUTED` seconds have passed: a broker may answer new attempts while those
@@ -377,22 +385,33 @@ class EntityLine(Generic[T]):
         self.elsewhere += 1
         return True
 
-    def stand(self, turn: T) -> None:
-        """A send waits in line."""
+    def stand(self, turn: T, started: float, deadline: float) -> None:
+        """A send waits in line, until its deadline at most."""
         if self.turns is None:
             self.turns = OrderedDict()
-        self.turns[turn] = None
+        self.turns[turn] = started, deadline
 
     def leave(self, turn: T) -> bool:
         """A send gives up waiting; returns whether it stood in line until now: else the next one may go on for it."""
-        if self.turns is None or turn not in self.turns:
-            return False
-        del self.turns[turn]
-        return True
+        for turns in (self.turns, self.late):
+            if turns is not None and turn in turns:
+                del turns[turn]
+                return True
+        return False
 
-    def next(self) -> T | None:
-        """Take the turn of the first in line; None without one."""
-        return self.turns.popitem(last=False)[0] if self.turns else None
+    def next(self, now: float, lead: float) -> T | None:
+        """Take the turn of the first in line that has time for an attempt; None without one.
+
+        As in `Admission.let_in`, one that would only begin to end stays where it is.
+        """
+        while self.turns:
+            turn, (started, deadline) = self.turns.popitem(last=False)
+            if now < _ends(started, deadline, lead):
+                return turn
+            if self.late is None:
+                self.late = {}
+            self.late[turn] = None
+        return None
 
 
 class Admission(Generic[T]):
@@ -406,7 +425,7 @@ class Admission(Generic[T]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._free = limit
-        self._turns: OrderedDict[T, tuple[int, float]] = OrderedDict()
+        self._turns: OrderedDict[T, tuple[int, float, float]] = OrderedDict()
         self._late: set[T] = set()  # they wait for nothing but their deadlines
 
     @property
@@ -422,9 +441,9 @@ class Admission(Generic[T]):
         self._free -= messages
         return True
 
-    def stand(self, turn: T, messages: int, deadline: float) -> None:
-        """Wait in line for room, until an instant at most."""
-        self._turns[turn] = (min(messages, self.limit), deadline)
+    def stand(self, turn: T, messages: int, started: float, deadline: float) -> None:
+        """Wait in line for room, until the deadline at most."""
+        self._turns[turn] = (min(messages, self.limit), started, deadline)
 
     def give_up(self, turn: T) -> bool:
         """Wait no longer; returns whether the turn had not come until now: then a smaller one behind it may fit."""
@@ -453,11 +472,11 @@ class Admission(Generic[T]):
         """
         come: list[tuple[T, bool]] = []
         while self._turns and len(come) < most:
-            turn, (messages, deadline) = next(iter(self._turns.items()))
+            turn, (messages, started, deadline) = next(iter(self._turns.items()))
             if messages > self._free:
                 break
             del self._turns[turn]
-            enters = deadline - now >= lead or not waits(turn)
+            enters = now < _ends(started, deadline, lead) or not waits(turn)
             if enters:
                 self._free -= messages
             else:
@@ -634,7 +653,7 @@ class SendMachine:
         diverting = self._entity.seen is _FAILED_OVER
         if now >= self._deadline - _TICK:
             return self._out_of_time()
-        if lead and now >= self._ends(lead) - _TICK:
+        if lead and now >= _ends(self._started, self._deadline, lead) - _TICK:
             self._last = True
             return Wait(self._deadline, queue=diverting, last=True)
         if not diverting and self._key is not None:
@@ -794,10 +813,6 @@ class SendMachine:
         no_queue = self._waited and self._entity.seen is _FAILED_OVER
         return self.give_up(f"{_NO_QUEUE} until the deadline" if no_queue else "the deadline passed")
 
-    def _ends(self, lead: float) -> float:
-        """When to begin no other attempt; early by half of its time at most: both brokers are to have one."""
-        return self._deadline - min(lead, (self._deadline - self._started) / 2)
-
     def _divert(self, now: float, lead: float) -> Step:
         """One attempt at a backlog queue; without one in use it may try one that is out (SPEC 5.5), or waits."""
         rules, key, only = self._rules, self._key, None
@@ -837,7 +852,7 @@ class SendMachine:
         """Wait before the next attempt, longer each time."""
         wait = _BACKOFF.wait(self._retry, self._rules.chance())
         self._retry += 1
-        if now + wait < self._ends(lead):
+        if now + wait < _ends(self._started, self._deadline, lead):
             return Wait(now + wait, queue, nowhere)
         self._last = True
         return Wait(self._deadline, queue, nowhere, last=True)

@@ -393,8 +393,7 @@ class Engine:
         machine = EntityMachine(self.options, self._clock.now(), tracks_backlog=tracks, drained=self._known.forgot)
         if self._drain is not None and machine.awaits_drain:
             self._drain.wake()
-        probe = self.primary.admin.probe
-        return EntityRunner(entity, machine, self._clock, self.emit, probe, self._pings, self._entity_changed)
+        return EntityRunner(entity, machine, self._context, self._pings, self._entity_changed)
 
     def _entity_changed(self, runner: EntityRunner, change: Changed) -> None:
         self._known.keep(runner)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from pairmq.core import signals
 from pairmq.core.backoff import Pace
@@ -11,9 +11,7 @@ from pairmq.core.machine import EntityMachine
 from pairmq.core.send import SCOUTED, EntityLine
 from pairmq.model import Entity, EntityState, FailureKind, TransportError
 from pairmq.model.events import Cause, PingCompleted, StateChanged, Warned
-from pairmq.runner._clock import Clock
-from pairmq.runner._counted import CountedSender
-from pairmq.runner._emitter import Emitter
+from pairmq.runner._counted import CountedSender, EngineContext
 from pairmq.runner._limits import TimeLimits, Waiter, remembered
 from pairmq.transport import start_task
 
@@ -32,16 +30,14 @@ class EntityRunner:
     __slots__ = (
         "__weakref__",
         "_armed_for",
-        "_clock",
         "_closed",
-        "_emit",
+        "_context",
         "_has_turn",
         "_loop",
         "_on_change",
         "_pace",
         "_ping_task",
         "_pings",
-        "_probe",
         "_scout",
         "_timer",
         "_waiters",
@@ -60,9 +56,7 @@ class EntityRunner:
         self,
         entity: Entity,
         machine: EntityMachine,
-        clock: Clock,
-        emit: Emitter,
-        probe: Callable[[Entity], Awaitable[None]],
+        context: EngineContext,
         pace: Pace,
         on_change: Callable[[EntityRunner, signals.Changed], None],
     ) -> None:
@@ -79,9 +73,7 @@ class EntityRunner:
         self.kept = self.recent = False
         self.spare: list[CountedSender] = []
         """Of the primary, that no sender object has: these three are for `KnownEntities`."""
-        self._clock = clock
-        self._emit = emit
-        self._probe = probe
+        self._context = context
         self._pace = pace
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
@@ -130,10 +122,10 @@ class EntityRunner:
 
     # The sends in flight, and the line of those that wait while no broker answers.
 
-    def stand_in_line(self) -> Waiter:
-        """What is set when a send that waits in line may look again."""
+    def stand_in_line(self, started: float, deadline: float) -> Waiter:
+        """What is set when a send that waits in line, until its deadline at most, may look again."""
         turn: Waiter = self._loop.create_future()
-        self.line.stand(turn)
+        self.line.stand(turn, started, deadline)
         if self._scout is None:
             self._scout = self._loop.call_later(SCOUTED, self._send_scout)
         return turn
@@ -150,8 +142,8 @@ class EntityRunner:
             self.next_turn()
 
     def next_turn(self) -> None:
-        """Let the first in line go on that has not given up this moment."""
-        while (turn := self.line.next()) is not None:
+        """Let the first in line go on that has time for an attempt, and has not given up this moment."""
+        while (turn := self.line.next(self._loop.time(), self._context.limits.lead)) is not None:
             if not turn.done():
                 turn.set_result(True)
                 return
@@ -178,14 +170,12 @@ class EntityRunner:
         """
         now = self._loop.time()
         if self._pace.is_free(now):
-            effects = self.machine.handle(signals.PingWanted(self._clock.chance()), now)
+            effects = self.machine.handle(signals.PingWanted(self._context.clock.chance()), now)
             if effects:
                 self._pace.delay(now)
             self._carry_out(effects)
 
-    async def wait_for_change(
-        self, until: float, limits: TimeLimits, besides: set[Waiter] | None = None, *, last: bool = False
-    ) -> bool:
+    async def wait_for_change(self, until: float, besides: set[Waiter] | None = None, *, last: bool = False) -> bool:
         """Return whether there was a change of the entity until ``until`` of the loop's clock, at its instant.
 
         Futures in ``besides`` are set at another change that ends the wait. The ``last`` wait of a send may end a
@@ -197,7 +187,7 @@ class EntityRunner:
         if besides is not None:
             besides.add(waiter)
         try:
-            return await limits.wait(waiter, until, exact=not last) is not None
+            return await self._context.limits.wait(waiter, until, exact=not last) is not None
         finally:
             waiters.discard(waiter)
             if besides is not None:
@@ -248,9 +238,9 @@ class EntityRunner:
         self.seen = change.current
         failure = self.last_failure if change.cause in _FAILURES else None
         error = None if failure is None else str(failure)
-        self._emit(StateChanged, entity=self.entity, **change._asdict(), error=error)
+        self._context.emit(StateChanged, entity=self.entity, **change._asdict(), error=error)
         if change.cause is Cause.PING_REFUSED:
-            self._emit(
+            self._context.emit(
                 Warned,
                 subject=str(self.entity),
                 text=f"the primary has no such {self.entity.kind.value}, so that sends to it are refused again; of "
@@ -287,16 +277,16 @@ class EntityRunner:
         # A loop may call a timer up to one clock tick early; the machine would not take that for its deadline.
         deadline = self.machine.next_deadline()
         now = self._loop.time() if deadline is None else max(deadline, self._loop.time())
-        self._carry_out(self.machine.handle(signals.TimerFired(self._clock.jitter()), now))
+        self._carry_out(self.machine.handle(signals.TimerFired(self._context.clock.jitter()), now))
 
     async def _ping(self, number: int) -> None:
         started = self._loop.time()
         error: str | None = None
         try:
-            await self._probe(self.entity)
+            await self._context.primary.admin.probe(self.entity)
         except asyncio.CancelledError:
             # Overdue, or no longer wanted: the machine knows already, and asked for this.
-            self._emit(
+            self._context.emit(
                 PingCompleted,
                 entity=self.entity,
                 ok=False,
@@ -306,15 +296,15 @@ class EntityRunner:
             raise
         except Exception as failure:
             error = str(failure) or type(failure).__name__
-            ended = signals.ping_ended(number, failure, self._clock.jitter())
+            ended = signals.ping_ended(number, failure, self._context.clock.jitter())
         else:
-            ended = signals.ping_ended(number, None, self._clock.jitter())
-        self._emit(
+            ended = signals.ping_ended(number, None, self._context.clock.jitter())
+        self._context.emit(
             PingCompleted, entity=self.entity, ok=error is None, elapsed=self._loop.time() - started, error=error
         )
         effects = self.machine.handle(ended, self._loop.time())
         if any(isinstance(effect, signals.PingsUnauthorized) for effect in effects):
-            self._emit(
+            self._context.emit(
                 Warned,
                 subject=str(self.entity),
                 text=f"its pings are refused, and until one succeeds its sends are diverted: {error}; `pairmq ping -e "

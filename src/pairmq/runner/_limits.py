@@ -20,6 +20,7 @@ _AGAIN = 2.5  # s after which an operation that still runs is cancelled once mor
 _MANY = 64  # operations that have ended, from which on the list of limits is tidied
 # A loop that stands still for a while, as in a pass of the garbage collector, does not show what an end costs.
 _COST = 0.0005  # s at most that one counts for; twice what is known, once something is
+_LEAST_OF = 8  # turns, the first measured ones, of which the cheapest one counts
 _TURN = 0.01  # s that those of one turn may take, as measured
 _LOOKED_AT = 1000  # limits of one turn at most, nearly all of which need no end yet: thousands would block the loop
 _MARGIN = 1.1  # later ones cost more than those that were measured
@@ -56,6 +57,7 @@ class TimeLimits:
         self._ended = 0  # of those in the heaps
         self._running = [0, 0]  # operations, and waits
         self._costs = [0.0, 0.0]  # s that the end of each takes where many end, as measured
+        self._turns = [0, 0]  # that measured it
         self._measured = False
         self._measured_at = 0.0
         self._begins_at = math.inf  # as last planned: from when on operations are cancelled early,
@@ -97,10 +99,8 @@ class TimeLimits:
         now = asyncio.get_running_loop().time()
         plan_at = math.inf
         if now - self._measured_at > _FORGOTTEN:
-            self._costs, self._measured = (
-                [0.0, 0.0],
-                False,
-            )  # else one slow minute would end sends early for the rest of the pair's life
+            # Else one slow minute would end sends early for the rest of the pair's life.
+            self._costs, self._turns, self._measured = [0.0, 0.0], [0, 0], False
             self._together = -math.inf
         elif now >= self._plan_again_at:
             self._plan(now)
@@ -253,7 +253,9 @@ class TimeLimits:
             if count:
                 known, planned = self._costs[kind], self._cost(kind)
                 cost = min((self._cost(kind) or 1.0) * (now - began) / expected, 2 * known or _COST)
-                self._costs[kind] = cost if not known else 0.9 * known + 0.1 * cost
+                self._turns[kind] += 1
+                few = self._turns[kind] <= _LEAST_OF
+                self._costs[kind] = min(known or cost, cost) if few else 0.9 * known + 0.1 * cost
                 # As if it had been planned with that, which would take too long to do each time.
                 ahead = min(self._running[kind], self._ahead[kind])
                 self._begins_at += (planned - self._costs[kind]) * _MARGIN * ahead

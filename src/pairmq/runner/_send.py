@@ -155,7 +155,7 @@ class SendProcedure:
             if entered and self._orders is not None:
                 await self._go_in_order(state, places, started, deadline)
             elif entered:
-                if self._rules.lets_in(state.runner.line, started) or await self._in_line(state, deadline):
+                if self._rules.lets_in(state.runner.line, started) or await self._in_line(state, started, deadline):
                     line = state.runner.line
                     await self._go_round(state, pending, started, deadline)
                 else:
@@ -188,7 +188,7 @@ class SendProcedure:
         """Wait for a turn until ``deadline``, an instant of the loop's clock; returns whether it came."""
         turn: Waiter = self._loop.create_future()
         began_at = self._loop.time()
-        self._admission.stand(turn, messages, deadline)
+        self._admission.stand(turn, messages, began_at, deadline)
         try:
             await self._limits.wait(turn, deadline, exact=False, began_at=began_at)
         except asyncio.CancelledError:
@@ -220,11 +220,11 @@ class SendProcedure:
         self._lets_in = False
         self._let_in()
 
-    async def _in_line(self, state: SenderState, deadline: float) -> bool:
+    async def _in_line(self, state: SenderState, started: float, deadline: float) -> bool:
         """Wait for the sends before it while no broker answers; returns whether it was let in before the deadline."""
         runner, now = state.runner, self._loop.time()
         while True:
-            turn = runner.stand_in_line()
+            turn = runner.stand_in_line(started, deadline)
             # Thousands may stand here: the coroutine of `TimeLimits.wait` would be a sixth of what each costs the
             # garbage collector.
             limit = WaitLimit(self._limits, turn, deadline, exact=False, began_at=now).begin()
@@ -307,7 +307,7 @@ class SendProcedure:
                     if step.nowhere:
                         state.runner.want_ping()
                     also = self._backlog.waiting if step.queue else None
-                    changed = await state.runner.wait_for_change(step.until, self._limits, also, last=step.last)
+                    changed = await state.runner.wait_for_change(step.until, also, last=step.last)
                 step = send.resume(self._loop.time(), self._limits.lead, changed=changed)
             elif isinstance(step, Check):
                 unfit = self._forms(state, step.jobs, self._backlog.entities[0])[1]
